@@ -34,7 +34,8 @@ from sa1bpack.format.arrays import (
     group_bytes,
     group_metadata,
 )
-from sa1bpack.format.files import CHECKSUMS_NAME, byte_view
+from sa1bpack.format.file_checksums import CHECKSUMS_NAME
+from sa1bpack.format.files import byte_view
 from sa1bpack.format.index import publish
 from sa1bpack.format.layout import AxisLengths, Layout
 from sa1bpack.format.manifest import ShardEntry, make_manifest

@@ -195,15 +195,15 @@ def test_reading_a_pack_loads_neither_the_packer_nor_pil_nor_torch():
     python("-c", program)
 
 
-def test_one_module_removes_folders_and_locks_files():
-    """It knows what network file systems answer."""
+def test_one_module_removes_folders_and_one_locks_files():
+    """They know what network file systems answer."""
     calls = {"rmtree", "rmdir", "removedirs", "flock", "lockf"}
     users = set()
     for path, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and node.attr in calls:
                 users.add(str(path.relative_to(PACKAGE)))
-    assert users == {"format/files.py"}
+    assert users == {"format/removal.py", "format/file_locks.py"}
 
 
 def test_what_belongs_to_the_process_is_in_the_architecture():

@@ -14,7 +14,7 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import check_feature_keys, check_feature_name, column_names
 from sa1bpack.deriving.options import RowOptions
 from sa1bpack.errors import OptionError, OutputRefused
-from sa1bpack.format import files
+from sa1bpack.format import removal, working_names
 from sa1bpack.format.manifest import pack_above
 from sa1bpack.format.side.manifest import (
     CODE,
@@ -336,9 +336,11 @@ class FeatureTarget:
         """Remove feature shards that this call has made, and the folder if it is then unused."""
         for shard in made_shards:
             published = self.folder / shard.identity.feature_shard
-            working = files.temporary_beside(published)  # what is half removed has no final name
+            working = working_names.temporary_beside(
+                published
+            )  # what is half removed has no final name
             published.rename(working)
-            files.discard_entry(working)
+            removal.discard_entry(working)
         if is_side(self.folder) and is_unused(self.folder):
             remove_unused(self.folder)
 

@@ -27,20 +27,14 @@ from sa1bpack.export.disk_use import attributes_of
 from sa1bpack.export.fetched_shard import FetchedShard
 from sa1bpack.export.kept_texts import KeptTexts, record_text, with_others
 from sa1bpack.export.sa1b_records import annotations_of, image_of, runs_of
-from sa1bpack.format.files import (
-    CHECKSUMS_NAME,
-    discard_entry,
-    file_digest,
-    flush_folder,
-    read_checksums,
-    remove_all_leftovers,
-    remove_leftovers,
-    temporary_beside,
-)
+from sa1bpack.format.file_checksums import CHECKSUMS_NAME, file_digest, read_checksums
+from sa1bpack.format.files import flush_folder
 from sa1bpack.format.layout import NONCANONICAL_BIT
 from sa1bpack.format.manifest import check_shard_name, file_to_write, folder_to_write
+from sa1bpack.format.removal import discard_entry, remove_all_leftovers, remove_leftovers
 from sa1bpack.format.selection import is_selection
 from sa1bpack.format.shard_reader import Shard
+from sa1bpack.format.working_names import temporary_beside
 from sa1bpack.keywords import checks_options
 from sa1bpack.masks import mask_boxes
 from sa1bpack.paths import exists, listed, naming

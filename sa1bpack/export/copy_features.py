@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from sa1bpack import interrupts
-from sa1bpack.format import files
+from sa1bpack.format import file_checksums, removal, working_names
 from sa1bpack.format.arrays import group_bytes
 from sa1bpack.format.layout import AxisLengths
 from sa1bpack.format.manifest import SHARDS_NAME
@@ -57,8 +57,8 @@ class CopiedShard:
 
     def copied_to(self, root: Path) -> ShardIdentity:
         """The new shard, which is published in the pack at `root`. Raises OSError."""
-        checksums = root / SHARDS_NAME / self.identity.name / files.CHECKSUMS_NAME
-        digest = files.file_digest(checksums)
+        checksums = root / SHARDS_NAME / self.identity.name / file_checksums.CHECKSUMS_NAME
+        digest = file_checksums.file_digest(checksums)
         return ShardIdentity(self.identity.name, digest, self.lengths)
 
 
@@ -142,8 +142,8 @@ def make_feature_folder(output: Path, feature: FeatureCopy) -> Path:
     target = output / SIDES_NAME / feature.name
     create_side(target, feature.manifest, _WORKING)
     for parent in (target.parent, target):
-        for leftover in matching(parent, f"{files.TEMPORARY_PREFIX}{_WORKING}*"):
-            files.remove_entry(leftover)
+        for leftover in matching(parent, f"{working_names.TEMPORARY_PREFIX}{_WORKING}*"):
+            removal.remove_entry(leftover)
     return target
 
 
@@ -168,7 +168,7 @@ def copy_feature_shard(
         return
     folder = feature.shards[shard]
     if shard.whole:
-        working = files.temporary_beside(final.with_name(_WORKING + final.name))
+        working = working_names.temporary_beside(final.with_name(_WORKING + final.name))
         copier.publish(folder / shard.identity.feature_shard, working, final)
         return
     spec = feature.manifest.spec

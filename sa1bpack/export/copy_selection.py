@@ -30,7 +30,7 @@ from sa1bpack.export.copy_features import (
     find_feature_copies,
     make_feature_folder,
 )
-from sa1bpack.format import files
+from sa1bpack.format import file_checksums, working_names
 from sa1bpack.format.arrays import group_bytes
 from sa1bpack.format.layout import AxisLengths
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, folder_to_write
@@ -258,7 +258,7 @@ class _ShardCopy:
         if not self.whole:
             return published.attributes.get("copied_from") == self.origin
         folder = root / SHARDS_NAME / published.entry.name
-        return files.file_digest(folder / files.CHECKSUMS_NAME) == self.digest
+        return file_checksums.file_digest(folder / file_checksums.CHECKSUMS_NAME) == self.digest
 
 
 class _Plan:
@@ -436,7 +436,9 @@ def _copy(
             interrupts.check()
             if shard.whole:
                 final = publisher.shards_dir / shard.shard.entry.name
-                copier.publish(shard.folder, files.temporary_beside(final), final, shard.digest)
+                copier.publish(
+                    shard.folder, working_names.temporary_beside(final), final, shard.digest
+                )
                 publisher.add_shard(shard.shard)
                 step(shard.nbytes)
             else:

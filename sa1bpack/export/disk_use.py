@@ -12,7 +12,8 @@ import msgspec
 from sa1bpack.errors import FormatError
 from sa1bpack.export.source_counts import PairAccount
 from sa1bpack.format.arrays import METADATA_NAME, read_json
-from sa1bpack.format.files import CHECKSUMS_NAME, REMEDY, read_checksums
+from sa1bpack.format.file_checksums import CHECKSUMS_NAME, read_checksums
+from sa1bpack.format.files import REMEDY
 from sa1bpack.format.shard_reader import Shard
 from sa1bpack.paths import is_file, paths_below
 from sa1bpack.wording import printable

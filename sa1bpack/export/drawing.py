@@ -18,7 +18,7 @@ from sa1bpack.export.marks import (
 from sa1bpack.export.painting import mask_colours as mask_colours
 from sa1bpack.export.painting import paint_masks, paint_stripes
 from sa1bpack.export.subject import Panel, Subject
-from sa1bpack.format.files import replace_file
+from sa1bpack.format.replacing import replace_file
 from sa1bpack.masks.select import ranked
 
 try:

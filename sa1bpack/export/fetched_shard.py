@@ -17,7 +17,7 @@ import numpy as np
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.errors import FormatError
 from sa1bpack.format.fetched import ComingRows, FetchedArray
-from sa1bpack.format.files import CHECKSUMS_NAME, read_checksums
+from sa1bpack.format.file_checksums import CHECKSUMS_NAME, read_checksums
 from sa1bpack.format.shard_reader import Shard, check_rows_digest
 from sa1bpack.format.side.kept import KeptKey
 from sa1bpack.format.side.shard import FeatureShard

@@ -35,7 +35,7 @@ from sa1bpack.export.source_counts import (
     table_of_sources,
 )
 from sa1bpack.format.arrays import Count, group_bytes
-from sa1bpack.format.files import CHECKSUMS_NAME, read_checksums
+from sa1bpack.format.file_checksums import CHECKSUMS_NAME, read_checksums
 from sa1bpack.format.index import find_duplicates
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,

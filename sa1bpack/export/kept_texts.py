@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sa1bpack.export.fetched_shard import FetchedShard
-from sa1bpack.format.files import CHECKSUMS_NAME, file_digest
+from sa1bpack.format.file_checksums import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.shard_reader import Shard
 from sa1bpack.format.side.kept import CATEGORY_KEY, PARENTS, KeptKey, kept_keys
 from sa1bpack.format.side.rows import FeatureRows, marked_missing

@@ -37,9 +37,9 @@ from sa1bpack.export.pack_records import PackRecords, pack_records
 from sa1bpack.export.sheet import mask_text, shape_text
 from sa1bpack.export.show import DEFAULT_SAMPLES, checked_count, random_indices
 from sa1bpack.export.subject import Unreadable, read_subject
-from sa1bpack.format.files import replace_file
 from sa1bpack.format.manifest import REJECTS_NAME, Manifest, file_to_write, read_manifest
 from sa1bpack.format.problems import Problem, joined, reason_of
+from sa1bpack.format.replacing import replace_file
 from sa1bpack.format.verify import verify as verify_pack
 from sa1bpack.keywords import checks_options
 from sa1bpack.mask_numbers import MASK_NUMBERS

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sa1bpack.errors import FormatError, OptionError
-from sa1bpack.format.files import byte_view, update_zeros
+from sa1bpack.format.file_checksums import update_zeros
+from sa1bpack.format.files import byte_view
 from sa1bpack.format.layout import ArraySpec
 
 # The arrays that are a hundred times as large as all others; of a feature, its only one.

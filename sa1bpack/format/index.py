@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 
 from sa1bpack.errors import FormatError
-from sa1bpack.format import arrays, files
+from sa1bpack.format import arrays, file_checksums, files, removal, replacing, working_names
 from sa1bpack.format.layout import ArraySpec, array_spec
 from sa1bpack.format.manifest import (
     INDEX_NAME,
@@ -76,10 +76,10 @@ def _read_digests(root: Path, shards: Sequence[ShardEntry]) -> tuple[str, ...]:
 
     Raises FormatError if one is missing, so that the shard is not published.
     """
-    paths = [root / SHARDS_NAME / shard.name / files.CHECKSUMS_NAME for shard in shards]
+    paths = [root / SHARDS_NAME / shard.name / file_checksums.CHECKSUMS_NAME for shard in shards]
     try:
         with ThreadPool(_THREADS) as pool:
-            return tuple(pool.map(files.file_digest, paths))
+            return tuple(pool.map(file_checksums.file_digest, paths))
     except FileNotFoundError as error:
         raise files.missing(Path(error.filename)) from None
 
@@ -110,10 +110,12 @@ def shard_digests(root: Path, manifest: Manifest) -> tuple[str, ...]:
     Raises FormatError if one is missing, OSError if it cannot be read.
     """
     try:
-        listed = files.read_checksums(root / files.CHECKSUMS_NAME)
+        listed = file_checksums.read_checksums(root / file_checksums.CHECKSUMS_NAME)
     except FormatError:  # missing or damaged: the shards have their own
         listed = {}
-    paths = (f"{SHARDS_NAME}/{shard.name}/{files.CHECKSUMS_NAME}" for shard in manifest.shards)
+    paths = (
+        f"{SHARDS_NAME}/{shard.name}/{file_checksums.CHECKSUMS_NAME}" for shard in manifest.shards
+    )
     digests = tuple(listed.get(path, "") for path in paths)
     if all(digests) and index_name_of(manifest.shards, digests) == manifest.index:
         return digests
@@ -151,7 +153,7 @@ def _write_index(root: Path, name: str, manifest: Manifest) -> None:
     index = Index(shard_offset, ids, np.argsort(ids, kind="stable"), masks)
     sizes = index_arrays(manifest)
     appended: dict[ArraySpec, AppendFile] = {}
-    folder = files.temporary_beside(root / name)
+    folder = working_names.temporary_beside(root / name)
     try:
         for spec in sizes:
             (folder / spec.name).mkdir(parents=True)
@@ -159,11 +161,11 @@ def _write_index(root: Path, name: str, manifest: Manifest) -> None:
             appended[spec] = file
             file.append(files.byte_view(getattr(index, spec.name)))
         complete_group(folder, None, appended, sizes, listed=False)
-        files.put_in_place(folder, root / name)
+        replacing.put_in_place(folder, root / name)
     except BaseException:
         for file in appended.values():
             file.close()
-        files.discard_entry(folder)
+        removal.discard_entry(folder)
         raise
 
 
@@ -250,7 +252,7 @@ def check_index(root: Path, manifest: Manifest, index: Index) -> None:
     While a packer publishes, and after it was killed doing so, checksums.xxh128 may list another
     index: this one is then compared with the shards. Raises FormatError naming the array.
     """
-    listed = files.read_checksums(root / files.CHECKSUMS_NAME)
+    listed = file_checksums.read_checksums(root / file_checksums.CHECKSUMS_NAME)
     paths = {spec: f"{manifest.index}/{spec.chunk_path}" for spec in INDEX_ARRAYS}
     if not any(path in listed for path in paths.values()):
         check_against_shards(root, manifest, index, {entry.name for entry in manifest.shards})
@@ -414,7 +416,7 @@ def publish(root: Path, manifest: Manifest, *, rebuild_index: bool = False) -> M
     # A killed run may have renamed what is listed now without flushing it.
     for folder, metadata in ((root, arrays.ROOT_METADATA), (shards, arrays.group_metadata())):
         files.flush_folder(folder)
-        files.replace_file(folder / arrays.METADATA_NAME, arrays.canonical_json(metadata))
+        replacing.replace_file(folder / arrays.METADATA_NAME, arrays.canonical_json(metadata))
     index = None
     if manifest.shards:
         index = index_name_of(manifest.shards, _read_digests(root, manifest.shards))
@@ -424,13 +426,16 @@ def publish(root: Path, manifest: Manifest, *, rebuild_index: bool = False) -> M
     data = manifest_bytes(manifest)
     digests = {MANIFEST_NAME: xxhash.xxh3_128_hexdigest(data)}
     for path in top_files(root, manifest) - {MANIFEST_NAME}:
-        digests[path] = files.file_digest(root / path)
-    steps = [(files.CHECKSUMS_NAME, files.format_checksums(digests)), (MANIFEST_NAME, data)]
+        digests[path] = file_checksums.file_digest(root / path)
+    steps = [
+        (file_checksums.CHECKSUMS_NAME, file_checksums.format_checksums(digests)),
+        (MANIFEST_NAME, data),
+    ]
     # A manifest that lists shards without any checksum file would be damage.
-    if not manifest.says_complete and exists(root / files.CHECKSUMS_NAME):
+    if not manifest.says_complete and exists(root / file_checksums.CHECKSUMS_NAME):
         steps.reverse()
     for name, content in steps:
-        files.replace_file(root / name, content)
+        replacing.replace_file(root / name, content)
     remove_old_indexes(root, index)
     return manifest
 
@@ -444,7 +449,7 @@ def top_files(root: Path, manifest: Manifest) -> set[str]:
         for path in arrays.group_files(index_arrays(manifest)):
             paths.add(f"{manifest.index}/{path}")
     for shard in manifest.shards:
-        paths.add(f"{SHARDS_NAME}/{shard.name}/{files.CHECKSUMS_NAME}")
+        paths.add(f"{SHARDS_NAME}/{shard.name}/{file_checksums.CHECKSUMS_NAME}")
     return paths
 
 
@@ -453,12 +458,12 @@ def remove_stale(root: Path, keep: Path | None = None) -> None:
 
     Only for the process that holds the pack's lock: those of a running packer would go, too.
     """
-    files.remove_temporaries(root, keep)
-    files.remove_temporaries(root / SHARDS_NAME)
+    removal.remove_temporaries(root, keep)
+    removal.remove_temporaries(root / SHARDS_NAME)
 
 
 def remove_old_indexes(root: Path, index: str | None) -> None:
     """Remove indexes that the manifest no longer names; their open memory maps stay valid."""
     for path in sorted(root.iterdir()):
         if INDEX_NAME.match(path.name) and path.name != index:
-            files.remove_published(path)
+            removal.remove_published(path)

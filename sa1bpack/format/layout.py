@@ -18,7 +18,8 @@ import numpy as np
 import xxhash
 
 from sa1bpack.errors import FormatError, OptionError, UnknownName
-from sa1bpack.format.files import byte_view, update_zeros
+from sa1bpack.format.file_checksums import update_zeros
+from sa1bpack.format.files import byte_view
 from sa1bpack.mask_numbers import (
     ABSENT_NUMBERS,
     MASK_NUMBERS,

@@ -19,9 +19,12 @@ import msgspec
 from sa1bpack.errors import FormatError, NotAPack, OptionError
 from sa1bpack.format.accounts import Shortfall, pack_shortfalls
 from sa1bpack.format.arrays import Count, canonical_json, check_version, read_json
-from sa1bpack.format.files import REMEDY, locked, replace_file, temporary_beside
+from sa1bpack.format.file_locks import locked
+from sa1bpack.format.files import REMEDY
 from sa1bpack.format.layout import FORMAT_NAME, FORMAT_VERSION, AxisLengths, Layout
+from sa1bpack.format.replacing import replace_file
 from sa1bpack.format.source_records import stored_once, with_shared_values
+from sa1bpack.format.working_names import temporary_beside
 from sa1bpack.paths import (
     check_can_be_folder,
     exists,

@@ -8,7 +8,8 @@ from typing import TypedDict, Unpack
 
 from sa1bpack.disk.direct import FileStream, choose_mode, direct_obstacle
 from sa1bpack.errors import FormatError
-from sa1bpack.format.files import CHECKSUMS_NAME, REMEDY, file_digest, is_shortage
+from sa1bpack.format.file_checksums import CHECKSUMS_NAME, file_digest
+from sa1bpack.format.files import REMEDY, is_shortage
 from sa1bpack.format.manifest import MANIFEST_NAME
 from sa1bpack.progress import Advance
 from sa1bpack.threads import ThreadPool

@@ -16,8 +16,9 @@ from zlib_ng import zlib_ng
 
 from sa1bpack.errors import FormatError, NotAPack, OptionError
 from sa1bpack.format.arrays import Count, check_version
-from sa1bpack.format.files import read_metadata_file, replace_file
+from sa1bpack.format.files import read_metadata_file
 from sa1bpack.format.manifest import MANIFEST_NAME
+from sa1bpack.format.replacing import replace_file
 from sa1bpack.paths import is_file, is_folder, naming, real_path
 
 SELECTION_NAME: Literal["sa1bpack-selection"] = "sa1bpack-selection"

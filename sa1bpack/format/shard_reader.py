@@ -23,7 +23,7 @@ import xxhash
 
 from sa1bpack.disk.direct import open_to_read, read_direct
 from sa1bpack.errors import FormatError
-from sa1bpack.format import arrays, files
+from sa1bpack.format import arrays, file_checksums, files
 from sa1bpack.format.fetched import LARGE_ARRAYS, FetchedArray, RangeReader
 from sa1bpack.format.layout import (
     ArraySpec,
@@ -304,7 +304,7 @@ def read_array_rows(shard: Shard, name: str) -> np.ndarray:
     path = f"{shard.folder}/{spec.chunk_path}"
     rows = read_rows(path, spec, 0, count)
     if count:
-        listed = files.read_checksums(shard.folder / files.CHECKSUMS_NAME)
+        listed = file_checksums.read_checksums(shard.folder / file_checksums.CHECKSUMS_NAME)
         check_rows_digest(path, rows, spec, listed.get(spec.chunk_path))
     return rows
 
@@ -324,6 +324,6 @@ def check_rows_digest(
         if expected is not None:
             says = f"says {expected}"
         raise FormatError(
-            f"{path}: XXH3-128 of its rows is {digest.hexdigest()}, but {files.CHECKSUMS_NAME} "
-            f"{says}; {REPAIR}"
+            f"{path}: XXH3-128 of its rows is {digest.hexdigest()}, but "
+            f"{file_checksums.CHECKSUMS_NAME} {says}; {REPAIR}"
         )

@@ -21,7 +21,7 @@ import xxhash
 
 from sa1bpack.disk.direct import BLOCK, HUGE_PAGE, aligned
 from sa1bpack.errors import PackError
-from sa1bpack.format import arrays, files
+from sa1bpack.format import arrays, file_checksums, files, removal, working_names
 from sa1bpack.format.layout import (
     FORMAT_VERSION,
     ArraySpec,
@@ -149,7 +149,7 @@ class AppendFile:
     def skip(self, count: int) -> None:
         """Append zeros; long runs become a hole."""
         self._take_waiting()
-        files.update_zeros(self._digest, count)
+        file_checksums.update_zeros(self._digest, count)
         if count >= HOLE_BYTES:
             padding = -self._staged % BLOCK
             self._gather(_ZEROS[:padding])
@@ -262,7 +262,9 @@ def complete_group(
     for spec in appended:
         files.flush_folder(folder / spec.name)
     if listed:
-        files.write_durably(folder / files.CHECKSUMS_NAME, files.format_checksums(digests))
+        files.write_durably(
+            folder / file_checksums.CHECKSUMS_NAME, file_checksums.format_checksums(digests)
+        )
     files.flush_folder(folder)
     return total
 
@@ -341,7 +343,7 @@ class ShardWriter:
         self._final = Path(shards_dir) / name
         if exists(self._final):
             raise PackError(f"{self._final}: the shard exists already; remove it to pack it again")
-        self.folder = files.temporary_beside(self._final)
+        self.folder = working_names.temporary_beside(self._final)
         self._files: dict[ArraySpec, AppendFile] = {}
         try:
             self.folder.mkdir(parents=True)
@@ -427,7 +429,7 @@ class ShardWriter:
         if self.folder != self._final:
             for file in self._files.values():
                 file.close()
-            files.discard_entry(self.folder)
+            removal.discard_entry(self.folder)
 
     def __enter__(self) -> "ShardWriter":
         return self

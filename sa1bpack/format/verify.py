@@ -18,7 +18,7 @@ from sa1bpack.disk.direct import IO
 from sa1bpack.errors import FormatError, NotAPack, VersionError
 from sa1bpack.format import arrays
 from sa1bpack.format.accounts import expected_pairs
-from sa1bpack.format.files import CHECKSUMS_NAME, file_digest, is_passed_over, read_checksums
+from sa1bpack.format.file_checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.index import (
     Index,
     check_against_shards,
@@ -57,6 +57,7 @@ from sa1bpack.format.side.shards import (
 )
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.format.verify_shard import check_feature_shard, check_list, check_shard, compare_files
+from sa1bpack.format.working_names import is_passed_over
 from sa1bpack.keywords import checks_options
 from sa1bpack.paths import exists, is_folder, local_path, matching, paths_below
 from sa1bpack.progress import Advance, ProgressOption, reporting

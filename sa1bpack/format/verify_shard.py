@@ -26,7 +26,8 @@ from sa1bpack.format.arrays import (
     group_files,
     read_json,
 )
-from sa1bpack.format.files import CHECKSUMS_NAME, byte_view, read_checksums
+from sa1bpack.format.file_checksums import CHECKSUMS_NAME, read_checksums
+from sa1bpack.format.files import byte_view
 from sa1bpack.format.index import Index
 from sa1bpack.format.layout import ArraySpec, AxisLengths, Layout, image_nbytes, is_zero_beyond
 from sa1bpack.format.manifest import ShardEntry

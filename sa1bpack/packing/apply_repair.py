@@ -12,13 +12,7 @@ from sa1bpack import interrupts
 from sa1bpack.arguments import Share
 from sa1bpack.errors import FormatError, SourceError
 from sa1bpack.format.arrays import METADATA_NAME
-from sa1bpack.format.files import (
-    CHECKSUMS_NAME,
-    file_digest,
-    make_way_for_file,
-    put_in_place,
-    remove_published,
-)
+from sa1bpack.format.file_checksums import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.index import remove_old_indexes
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
@@ -28,6 +22,8 @@ from sa1bpack.format.manifest import (
     write_manifest,
 )
 from sa1bpack.format.problems import Problem
+from sa1bpack.format.removal import make_way_for_file, remove_published
+from sa1bpack.format.replacing import put_in_place
 from sa1bpack.format.side.kept import restore_kept_features
 from sa1bpack.format.side.shards import side_folders
 from sa1bpack.packing.damage import Damage, Unfinished, diagnose

@@ -16,7 +16,7 @@ import xxhash
 
 from sa1bpack.arguments import ALL, Share, share_of
 from sa1bpack.errors import FormatError, OptionError, VersionError
-from sa1bpack.format import files
+from sa1bpack.format import file_checksums, files, replacing, working_names
 from sa1bpack.format.arrays import METADATA_NAME, canonical_json
 from sa1bpack.format.layout import FORMAT_VERSION
 from sa1bpack.format.manifest import (
@@ -45,7 +45,7 @@ from sa1bpack.paths import exists
 from sa1bpack.progress import Advance
 from sa1bpack.wording import brief, span_text
 
-_INTENTION_NAME = files.TEMPORARY_PREFIX + "unfinished-repair.json"
+_INTENTION_NAME = working_names.TEMPORARY_PREFIX + "unfinished-repair.json"
 _MAX_WRONG_DIGITS = 2  # in which a damaged digest may differ from the true one
 
 
@@ -72,7 +72,7 @@ class Unfinished(msgspec.Struct, frozen=True):
         """Write the note durably; an empty one removes the file."""
         path = intention_path(root)
         if self != Unfinished():
-            files.replace_file(path, msgspec.json.encode(self))
+            replacing.replace_file(path, msgspec.json.encode(self))
         elif exists(path):
             path.unlink()
             files.flush_folder(root)
@@ -166,11 +166,13 @@ class _Contents:
 
     def line_is_damaged(self, shard: str) -> bool:
         """True if the line of a shard in the pack's own checksum file must be damaged itself."""
-        path = f"{SHARDS_NAME}/{shard}/{files.CHECKSUMS_NAME}"
+        path = f"{SHARDS_NAME}/{shard}/{file_checksums.CHECKSUMS_NAME}"
         if path not in self.checksums:
             return False
         try:
-            return _digest_is_damaged(files.file_digest(self.root / path), self.checksums[path])
+            return _digest_is_damaged(
+                file_checksums.file_digest(self.root / path), self.checksums[path]
+            )
         except OSError:
             return False
 
@@ -272,7 +274,7 @@ def _check_shard_digests(check: Check, contents: _Contents, sources: Set[str]) -
     digests = contents.digests
     for entry in contents.manifest.shards:
         if entry.source in sources and entry.name in digests:
-            path = contents.root / SHARDS_NAME / entry.name / files.CHECKSUMS_NAME
+            path = contents.root / SHARDS_NAME / entry.name / file_checksums.CHECKSUMS_NAME
             check.digest(path, digests[entry.name], shard=entry.name)
 
 
@@ -336,7 +338,7 @@ def _contents_of(
 def _read_checksums(root: Path) -> dict[str, str]:
     """The pack's own checksum file; empty when it is missing or damaged."""
     try:
-        return files.read_checksums(root / files.CHECKSUMS_NAME)
+        return file_checksums.read_checksums(root / file_checksums.CHECKSUMS_NAME)
     except (FormatError, FileNotFoundError, IsADirectoryError):
         return {}
 
@@ -444,7 +446,9 @@ def _written_attributes(folder: Path) -> dict[str, Any]:
 
     Raises FormatError and OSError if one of the two cannot be read.
     """
-    expected = files.read_checksums(folder / files.CHECKSUMS_NAME).get(METADATA_NAME)
+    expected = file_checksums.read_checksums(folder / file_checksums.CHECKSUMS_NAME).get(
+        METADATA_NAME
+    )
     data = files.read_metadata_file(folder / METADATA_NAME)
     if xxhash.xxh3_128_hexdigest(data) != expected:
         return {}

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Unpack
 from sa1bpack import interrupts
 from sa1bpack.errors import OptionError, OutputRefused, SourceError
 from sa1bpack.format.arrays import group_bytes
-from sa1bpack.format.files import TEMPORARY_PREFIX
 from sa1bpack.format.layout import PIXELS, AxisLengths, Layout, image_nbytes, image_planes
 from sa1bpack.format.manifest import SHARDS_NAME, shard_folders
+from sa1bpack.format.working_names import TEMPORARY_PREFIX
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.packing.empty_masks import NONE_EMPTY
 from sa1bpack.packing.kept_rows import bytes_of_rows

@@ -19,7 +19,7 @@ from typing import Any
 
 from sa1bpack import interrupts
 from sa1bpack.errors import FormatError, NotAPack, OptionError, OptionsDiffer, OutputRefused
-from sa1bpack.format import files
+from sa1bpack.format import file_checksums, files, removal, working_names
 from sa1bpack.format.index import shard_digests
 from sa1bpack.format.manifest import (
     DIGEST_NAMES,
@@ -225,7 +225,9 @@ def _place_shards(
                     f"{shard.folder}: not the shard that the manifest lists; `sa1bpack verify`"
                 )
             final = publisher.shards_dir / shard.entry.name
-            placing.publish(shard.folder, files.temporary_beside(final), final, shard.digest)
+            placing.publish(
+                shard.folder, working_names.temporary_beside(final), final, shard.digest
+            )
             publisher.add_shard(published)
 
 
@@ -234,7 +236,7 @@ def _place_feature_shards(folders: Mapping[Path, Path], placing: "FolderCopier")
     for folder, final in folders.items():
         interrupts.check()
         # A name that tells it from those at which `derive` is working.
-        working = files.temporary_beside(final.with_name(_WORKING + final.name))
+        working = working_names.temporary_beside(final.with_name(_WORKING + final.name))
         placing.publish(folder, working, final)
 
 
@@ -290,7 +292,10 @@ class _Union:
             having = [folder for folder in folders if is_folder(folder / name)]
             if len(having) < 2:
                 continue
-            digests = [files.file_digest(folder / name / files.CHECKSUMS_NAME) for folder in having]
+            digests = [
+                file_checksums.file_digest(folder / name / file_checksums.CHECKSUMS_NAME)
+                for folder in having
+            ]
             for folder, digest in zip(having[1:], digests[1:], strict=True):
                 if digest != digests[0]:
                     raise OutputRefused(
@@ -347,7 +352,9 @@ class _Union:
         others = [f"the source {name}" for name in unknown]
         for key, shard in ledger.shards.items():
             name = shard.entry.name
-            digest = files.file_digest(self.root / SHARDS_NAME / name / files.CHECKSUMS_NAME)
+            digest = file_checksums.file_digest(
+                self.root / SHARDS_NAME / name / file_checksums.CHECKSUMS_NAME
+            )
             if key not in self.shards or self.shards[key].digest != digest:
                 others.append(f"the shard {name} with these bytes")
         if others:
@@ -389,8 +396,8 @@ class _Union:
             for folder in folders:
                 create_side(merged, read_side_manifest(folder), _WORKING)
             for parent in (merged.parent, merged):
-                for leftover in matching(parent, f"{files.TEMPORARY_PREFIX}{_WORKING}*"):
-                    files.remove_entry(leftover)
+                for leftover in matching(parent, f"{working_names.TEMPORARY_PREFIX}{_WORKING}*"):
+                    removal.remove_entry(leftover)
 
 
 def common_options(manifests: Mapping[Path, Manifest], purpose: str) -> PackOptions:
@@ -497,7 +504,7 @@ class FolderCopier:
             _check_whole_shard(source, working, digest)
             working.rename(final)
         except BaseException:
-            files.discard_entry(working)
+            removal.discard_entry(working)
             raise
         files.flush_folder(final.parent)
 
@@ -554,12 +561,12 @@ def _check_whole_shard(source: Path, folder: Path, digest: str | None) -> None:
         digest: XXH3-128 that its checksum file must have; None: any.
     """
     paths = {path.relative_to(folder).as_posix() for path in paths_below(folder)}
-    checksums = folder / files.CHECKSUMS_NAME
-    listed = {files.CHECKSUMS_NAME, *files.read_checksums(checksums)}
+    checksums = folder / file_checksums.CHECKSUMS_NAME
+    listed = {file_checksums.CHECKSUMS_NAME, *file_checksums.read_checksums(checksums)}
     listed |= {path.partition("/")[0] for path in listed}  # folders of arrays
     strays = sorted(paths - listed)
     if strays:
         raise FormatError(f"{source / strays[0]}: not a file of the shard; remove it")
-    differs = digest is not None and files.file_digest(checksums) != digest
+    differs = digest is not None and file_checksums.file_digest(checksums) != digest
     if differs or paths != listed:
         raise FormatError(f"{source}: it changed or lacks files; `sa1bpack verify`")

@@ -15,7 +15,7 @@ from pathlib import Path
 from shlex import quote
 
 from sa1bpack.errors import OutputLocked, OutputRefused
-from sa1bpack.format import files
+from sa1bpack.format import file_locks, files, removal, working_names
 from sa1bpack.format.manifest import LOCK_NAME, MANIFEST_NAME, PARTS_NAME, SHARDS_NAME
 from sa1bpack.paths import exists, is_folder, matching
 
@@ -23,7 +23,7 @@ from sa1bpack.paths import exists, is_folder, matching
 _LOCK_TRIES = 3
 _LOCK_PAUSE = 0.02  # seconds
 _PARTS_LOCK = "lock"
-_WORKING = f"{files.TEMPORARY_PREFIX}work-"
+_WORKING = f"{working_names.TEMPORARY_PREFIX}work-"
 _WITHOUT_LOCKS = (
     "nothing keeps a second command out of a folder there, so run one at a time; whatever has a "
     "final name is complete all the same"
@@ -32,10 +32,10 @@ _WITHOUT_LOCKS = (
 
 def check_can_hold_pack(root: Path) -> None:
     """Raise OutputRefused for a folder of something else, before anything in it is changed."""
-    working_names = (LOCK_NAME, PARTS_NAME, files.TEMPORARY_PREFIX + MANIFEST_NAME)
+    unfinished = (LOCK_NAME, PARTS_NAME, working_names.TEMPORARY_PREFIX + MANIFEST_NAME)
     others = False
     for path in root.iterdir():
-        if not (path.name.startswith(working_names) or files.is_of_system(path.name)):
+        if not (path.name.startswith(unfinished) or working_names.is_of_system(path.name)):
             others = True
     # Asked last: the manifest is the first file of a pack that another process makes meanwhile.
     if others and not exists(root / MANIFEST_NAME):
@@ -71,7 +71,7 @@ def pack_folder(root: Path) -> Iterator[None]:
         if is_new:
             with suppress(OutputLocked, OSError), locked_folder(root):
                 if {path.name for path in root.iterdir()} <= {LOCK_NAME}:
-                    files.discard_entry(root)
+                    removal.discard_entry(root)
         raise
 
 
@@ -113,10 +113,10 @@ def _lock(root: Path, kind: int, flags: int, of_part: bool) -> int:
     """The descriptor of a folder's lock; see `locked_folder`."""
     for _ in range(_LOCK_TRIES):
         try:
-            return files.locked(root / LOCK_NAME, kind, flags)
+            return file_locks.locked(root / LOCK_NAME, kind, flags)
         except BlockingIOError:
             time.sleep(_LOCK_PAUSE)
-        except files.NoFileLocks as error:
+        except file_locks.NoFileLocks as error:
             _go_on_or_refuse(error, of_part)
             return os.open(root / LOCK_NAME, flags | os.O_CLOEXEC, 0o666)
     raise OutputLocked(
@@ -127,15 +127,15 @@ def _lock(root: Path, kind: int, flags: int, of_part: bool) -> int:
 def check_locks(root: Path, of_part: bool = False) -> None:
     """Say, or raise, what `locked_folder` would if the file system has no locks. Writes nothing."""
     try:
-        files.try_locks(existing_parent(root))
-    except files.NoFileLocks as error:
+        file_locks.try_locks(existing_parent(root))
+    except file_locks.NoFileLocks as error:
         _go_on_or_refuse(error, of_part)
 
 
-def _go_on_or_refuse(error: files.NoFileLocks, of_part: bool) -> None:
+def _go_on_or_refuse(error: file_locks.NoFileLocks, of_part: bool) -> None:
     """Say that a folder is not locked; raise OutputRefused for a part of a job, which must be."""
     if not of_part:
-        files.go_on_unlocked(error, _WITHOUT_LOCKS)
+        file_locks.go_on_unlocked(error, _WITHOUT_LOCKS)
         return
     raise OutputRefused(
         f"{error}, without which parts of a job cannot share a folder: mount it with locks "
@@ -149,7 +149,7 @@ def _go_on_or_refuse(error: files.NoFileLocks, of_part: bool) -> None:
 def alone_among_parts(root: Path) -> Iterator[None]:
     """Let one part of a job at a time into the block, which takes a moment."""
     files.make_folder(root / PARTS_NAME)
-    with os.fdopen(files.locked(root / PARTS_NAME / _PARTS_LOCK)):
+    with os.fdopen(file_locks.locked(root / PARTS_NAME / _PARTS_LOCK)):
         yield
 
 
@@ -167,7 +167,7 @@ def working_folder(root: Path, *, of_part: bool) -> Iterator[Path]:
         with alone_among_parts(root):
             _remove_abandoned(folder.parent)
             files.make_folder(folder)
-            lock = files.locked(folder / _PARTS_LOCK)
+            lock = file_locks.locked(folder / _PARTS_LOCK)
     else:
         files.make_folder(folder)
     try:
@@ -175,25 +175,25 @@ def working_folder(root: Path, *, of_part: bool) -> Iterator[Path]:
     finally:
         if lock is not None:  # first: a file that is open may keep its folder
             os.close(lock)
-        files.discard_entry(folder)
+        removal.discard_entry(folder)
 
 
 def _remove_abandoned(shards_dir: Path) -> None:
     """Remove the working folders of killed parts; the caller is alone among parts."""
     for folder in matching(shards_dir, _WORKING + "*"):
         try:
-            lock = files.locked(folder / _PARTS_LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = file_locks.locked(folder / _PARTS_LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             continue
         except FileNotFoundError:  # its owner has removed it right now
             lock = None
         if lock is not None:
             os.close(lock)
-        files.discard_entry(folder)
+        removal.discard_entry(folder)
 
 
 def remove_unused_parts_folder(root: Path) -> None:
     """Remove PACK/.parts if no part has left anything for `finalize`; no part runs now."""
     folder = root / PARTS_NAME
     if is_folder(folder) and all(path.name == _PARTS_LOCK for path in folder.iterdir()):
-        files.remove_published(folder)
+        removal.remove_published(folder)

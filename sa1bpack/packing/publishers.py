@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import msgspec
 
 from sa1bpack.errors import OutputRefused, SourceCorrupt, SourceError
-from sa1bpack.format import files
+from sa1bpack.format import file_checksums, files, removal, replacing
 from sa1bpack.format.index import publish, remove_stale
 from sa1bpack.format.manifest import (
     LOCK_NAME,
@@ -226,7 +226,7 @@ class FolderPublisher(Publisher):
         shards = self.ledger.withdraw(source)
         self.publish()  # first: a manifest never lists a missing shard
         for shard in shards:
-            files.remove_published(self.shards_dir / shard.entry.name)
+            removal.remove_published(self.shards_dir / shard.entry.name)
             remove_kept_rows(self.root, self.ledger.options.kept_keys, shard.entry.name)
         return len(shards)
 
@@ -253,7 +253,7 @@ class FolderPublisher(Publisher):
         text = ""
         for line in self.ledger.rejects():
             text += json.dumps(line, sort_keys=True) + "\n"
-        files.replace_file(self.root / REJECTS_NAME, text.encode())
+        replacing.replace_file(self.root / REJECTS_NAME, text.encode())
         manifest = self.ledger.manifest(complete)
         publish(self.root, manifest, rebuild_index=self._rebuild_index)
         self._rebuild_index = False
@@ -323,7 +323,7 @@ class PartPublisher(Publisher):
         self._reopen()
         name = shard.entry.name
         final = self.root / SHARDS_NAME / name
-        if not files.claim_name(self.shards_dir / name, final):
+        if not replacing.claim_name(self.shards_dir / name, final):
             published = published_shard(final, self.root)
             if published.attributes["pairs_digest"] != shard.attributes["pairs_digest"]:
                 raise OutputRefused(
@@ -363,7 +363,7 @@ class PartPublisher(Publisher):
         for number, shard in self.ledger.shards_of(source).items():
             if shard.entry.name not in self.ledger.listed:
                 del self.ledger.shards[source, number]
-                files.remove_published(self.root / SHARDS_NAME / shard.entry.name)
+                removal.remove_published(self.root / SHARDS_NAME / shard.entry.name)
                 remove_kept_rows(self.root, self.ledger.options.kept_keys, shard.entry.name)
                 removed += 1
         return removed
@@ -380,8 +380,8 @@ class PartPublisher(Publisher):
             files.flush_folder(folder)  # another process may have renamed a shard only
             digests = {}
             for shard in self.ledger.shards_of(name).values():
-                path = folder / shard.entry.name / files.CHECKSUMS_NAME
-                digests[shard.entry.name] = files.file_digest(path)
+                path = folder / shard.entry.name / file_checksums.CHECKSUMS_NAME
+                digests[shard.entry.name] = file_checksums.file_digest(path)
             SourceNote(record, digests).write(self.root, name)
             self._noted_records[name] = record
         return self.ledger.manifest(complete=False)

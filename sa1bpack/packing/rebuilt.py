@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sa1bpack.errors import FormatError, PackError
-from sa1bpack.format.files import CHECKSUMS_NAME, file_digest
+from sa1bpack.format.file_checksums import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.problems import Check, PackFiles
 from sa1bpack.format.verify_shard import check_shard
 from sa1bpack.packing.damage import Damage, recorded_attributes

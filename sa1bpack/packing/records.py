@@ -15,7 +15,7 @@ import msgspec
 import xxhash
 
 from sa1bpack.errors import FormatError, PackError, VersionError
-from sa1bpack.format import files
+from sa1bpack.format import file_checksums, files, replacing
 from sa1bpack.format.accounts import pairs_of_shard, shard_count, shard_fault, source_shortfall
 from sa1bpack.format.arrays import Count
 from sa1bpack.format.layout import FORMAT_VERSION, Layout
@@ -269,7 +269,7 @@ class PackJob(msgspec.Struct, frozen=True):
         data = msgspec.json.encode(self)
         path = root / PARTS_NAME / f"{JOB_PREFIX}{xxhash.xxh3_64_hexdigest(data)}.json"
         if not exists(path):
-            files.replace_file(path, data)
+            replacing.replace_file(path, data)
 
 
 class SourceNote(msgspec.Struct, frozen=True):
@@ -290,7 +290,7 @@ class SourceNote(msgspec.Struct, frozen=True):
 
     def write(self, root: Path, source: str) -> None:
         """Leave the note on a source, in place of an earlier one."""
-        files.replace_file(note_path(root, source), msgspec.json.encode(self))
+        replacing.replace_file(note_path(root, source), msgspec.json.encode(self))
 
     def holds(self, root: Path) -> bool:
         """True if the source was packed to its end, and its shards are still those of the note."""
@@ -298,7 +298,12 @@ class SourceNote(msgspec.Struct, frozen=True):
             return False
         for name, digest in self.shards.items():
             try:
-                if files.file_digest(root / SHARDS_NAME / name / files.CHECKSUMS_NAME) != digest:
+                if (
+                    file_checksums.file_digest(
+                        root / SHARDS_NAME / name / file_checksums.CHECKSUMS_NAME
+                    )
+                    != digest
+                ):
                     return False
             except FileNotFoundError:
                 return False

@@ -14,9 +14,9 @@ from pathlib import Path
 from sa1bpack.arguments import ALL, Share, items_of, part_of_job, whole_number
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import FormatError, OptionError
-from sa1bpack.format.files import restore_set_aside
 from sa1bpack.format.index import remove_stale
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, without_manifest
+from sa1bpack.format.replacing import restore_set_aside
 from sa1bpack.keywords import checks_options
 from sa1bpack.packing.apply_repair import Repair, RepairCall, RepairResult
 from sa1bpack.packing.damage import Unfinished, intention_path

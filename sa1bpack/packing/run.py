@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 from sa1bpack import interrupts
 from sa1bpack.arguments import Share, part_of_job, share_of
 from sa1bpack.errors import OptionError, PackError, SourceError
-from sa1bpack.format.files import remove_published
 from sa1bpack.format.manifest import PARTS_NAME, Manifest, identity_text
+from sa1bpack.format.removal import remove_published
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.estimate import check_room

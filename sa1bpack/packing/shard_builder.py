@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
-from sa1bpack.format.files import CHECKSUMS_NAME, file_digest
+from sa1bpack.format.file_checksums import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.manifest import shard_name
 from sa1bpack.format.shard_writer import ShardWriter
 from sa1bpack.format.side.shards import ShardIdentity

@@ -21,8 +21,9 @@ from sa1bpack.dataset.map_style import MapStyle
 from sa1bpack.dataset.rows import Rows, take
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import OptionError, ReadError, UnknownName
-from sa1bpack.format.files import remove_all_leftovers, temporary_beside
 from sa1bpack.format.manifest import folder_to_write
+from sa1bpack.format.removal import remove_all_leftovers
+from sa1bpack.format.working_names import temporary_beside
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.raw.decoding import (

@@ -26,13 +26,10 @@ from sa1bpack.errors import (
     SourceError,
     SourceTruncated,
 )
-from sa1bpack.format.files import (
-    lock_open_file,
-    map_bytes,
-    open_file,
-    remove_leftovers,
-    temporary_beside,
-)
+from sa1bpack.format.file_locks import lock_open_file
+from sa1bpack.format.files import map_bytes, open_file
+from sa1bpack.format.removal import remove_leftovers
+from sa1bpack.format.working_names import temporary_beside
 from sa1bpack.paths import naming, real_path, temporary_folder
 from sa1bpack.raw.seek_points import POINT, WINDOW, PointStream, SeekPoints
 from sa1bpack.source.find import Source, open_source

@@ -40,17 +40,11 @@ from typing import NamedTuple
 from sa1bpack.dataset.shard_cache import CACHE as OPEN_SHARDS
 from sa1bpack.errors import CacheFull, FormatError, OptionError, StoreError
 from sa1bpack.finalizers import Living, settle, when_gone
-from sa1bpack.format.files import (
-    TEMPORARY_PREFIX,
-    NoFileLocks,
-    discard_entry,
-    lock_open_file,
-    read_metadata_file,
-    remove_temporaries,
-    replace_file,
-    temporary_beside,
-    try_locks,
-)
+from sa1bpack.format.file_locks import NoFileLocks, lock_open_file, try_locks
+from sa1bpack.format.files import read_metadata_file
+from sa1bpack.format.removal import discard_entry, remove_temporaries
+from sa1bpack.format.replacing import replace_file
+from sa1bpack.format.working_names import TEMPORARY_PREFIX, temporary_beside
 from sa1bpack.paths import exists, is_folder, matching, naming
 from sa1bpack.remote.kept_ranges import kept_bytes
 from sa1bpack.threads import start_thread

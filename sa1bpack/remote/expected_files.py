@@ -15,7 +15,7 @@ from typing import Any
 
 from sa1bpack.errors import FormatError, OptionError, VersionError
 from sa1bpack.format.arrays import METADATA_NAME
-from sa1bpack.format.files import CHECKSUMS_NAME, is_inside, read_checksums
+from sa1bpack.format.file_checksums import CHECKSUMS_NAME, is_inside, read_checksums
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, read_manifest
 from sa1bpack.format.side.kept import kept_keys
 from sa1bpack.format.side.manifest import TOP_FILES, is_side

@@ -13,7 +13,7 @@ from sa1bpack.arguments import ALL, choice, part_of_job
 from sa1bpack.disk.direct import IO
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.format.arrays import METADATA_NAME
-from sa1bpack.format.files import CHECKSUMS_NAME, is_inside
+from sa1bpack.format.file_checksums import CHECKSUMS_NAME, is_inside
 from sa1bpack.format.manifest import MANIFEST_NAME, REJECTS_NAME, SHARDS_NAME
 from sa1bpack.format.problems import PackFiles, Report
 from sa1bpack.format.verify import check_files

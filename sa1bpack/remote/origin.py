@@ -26,16 +26,8 @@ from sa1bpack.format.arrays import (
     group_bytes,
 )
 from sa1bpack.format.fetched import LARGE_ARRAYS
-from sa1bpack.format.files import (
-    CHECKSUMS_NAME,
-    cut_short,
-    file_digest,
-    open_file,
-    opened,
-    read_checksums,
-    read_metadata_file,
-    write_at,
-)
+from sa1bpack.format.file_checksums import CHECKSUMS_NAME, file_digest, read_checksums
+from sa1bpack.format.files import cut_short, open_file, opened, read_metadata_file, write_at
 from sa1bpack.format.layout import ArraySpec
 from sa1bpack.paths import naming
 from sa1bpack.threads import ThreadPool

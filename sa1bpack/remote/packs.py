@@ -27,13 +27,7 @@ import xxhash
 
 from sa1bpack.errors import EmptyPack, FormatError, NotAPack, OptionError, SourceError, StoreError
 from sa1bpack.format.arrays import METADATA_NAME, ChunkFile
-from sa1bpack.format.files import (
-    CHECKSUMS_NAME,
-    TEMPORARY_PREFIX,
-    discard_entry,
-    file_digest,
-    read_checksums,
-)
+from sa1bpack.format.file_checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.index import index_arrays, index_name_of
 from sa1bpack.format.layout import ArraySpec, Layout
 from sa1bpack.format.manifest import (
@@ -45,9 +39,11 @@ from sa1bpack.format.manifest import (
     read_manifest,
 )
 from sa1bpack.format.problems import Report
+from sa1bpack.format.removal import discard_entry
 from sa1bpack.format.side.shard import items_in
 from sa1bpack.format.side.shards import SIDES_NAME, ShardIdentity, shard_identities
 from sa1bpack.format.side.spec import SideSpec
+from sa1bpack.format.working_names import TEMPORARY_PREFIX
 from sa1bpack.paths import exists, temporary_folder
 from sa1bpack.remote.attempts import OnWait
 from sa1bpack.remote.bucket import Bucket, StoreFile

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from sa1bpack.format.fetched import Span
-from sa1bpack.format.files import CHECKSUMS_NAME
+from sa1bpack.format.file_checksums import CHECKSUMS_NAME
 from sa1bpack.remote.flow import Flow, Request
 from sa1bpack.remote.kept_ranges import KeptRanges
 from sa1bpack.remote.origin import RANGE_BYTES, Origin, changed, is_replaced

@@ -12,7 +12,7 @@ from typing import Any
 
 from sa1bpack.errors import FormatError
 from sa1bpack.format.arrays import METADATA_NAME
-from sa1bpack.format.files import CHECKSUMS_NAME, read_checksums
+from sa1bpack.format.file_checksums import CHECKSUMS_NAME, read_checksums
 from sa1bpack.format.manifest import MANIFEST_NAME, REJECTS_NAME, SHARDS_NAME
 from sa1bpack.format.run_log import RUNS_NAME
 from sa1bpack.format.side.manifest import read_side_manifest

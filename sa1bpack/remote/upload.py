@@ -22,17 +22,8 @@ import xxhash
 from sa1bpack.errors import OptionError, OutputLocked, OutputRefused, SourceError
 from sa1bpack.format.arrays import METADATA_NAME, ChunkFile, canonical_json, read_json
 from sa1bpack.format.fetched import LARGE_ARRAYS
-from sa1bpack.format.files import (
-    CHECKSUMS_NAME,
-    discard_entry,
-    file_digest,
-    make_folder,
-    read_checksums,
-    remove_published,
-    replace_file,
-    temporary_beside,
-    write_durably,
-)
+from sa1bpack.format.file_checksums import CHECKSUMS_NAME, file_digest, read_checksums
+from sa1bpack.format.files import make_folder, write_durably
 from sa1bpack.format.index import top_files
 from sa1bpack.format.layout import AxisLengths, Layout
 from sa1bpack.format.manifest import (
@@ -45,8 +36,11 @@ from sa1bpack.format.manifest import (
     check_shard_name,
     read_manifest,
 )
+from sa1bpack.format.removal import discard_entry, remove_published
+from sa1bpack.format.replacing import replace_file
 from sa1bpack.format.side.kept import KeptKey, remove_kept_rows
 from sa1bpack.format.side.shards import SIDES_NAME, ShardIdentity
+from sa1bpack.format.working_names import temporary_beside
 from sa1bpack.interrupts import result_of
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.publishers import FolderPublisher, folder_publisher, make_pack

@@ -49,7 +49,7 @@ def test_only_errors_that_may_pass_advise_to_repeat(
     command, tar, packed, monkeypatch, code, remedy, repeat
 ):
     for name in ("os.rename", "Path.rename"):
-        monkeypatch.setattr(f"sa1bpack.format.files.{name}", failing(code))
+        monkeypatch.setattr(f"sa1bpack.format.replacing.{name}", failing(code))
     (packed / "rejects.jsonl").write_text("x")
     found, _, error = command(*pack_command(tar, packed))
     assert found == 4 and f"\nsa1bpack: {remedy}\n" in error

@@ -24,7 +24,7 @@ from small_tars import SMALL, members, pack_small, write_tar
 
 import sa1bpack
 from sa1bpack import errors
-from sa1bpack.format.files import read_checksums
+from sa1bpack.format.file_checksums import read_checksums
 from sa1bpack.masks import encode_counts, mask_area, parse_counts, rasterize
 from sa1bpack.packing.publishers import inspect_pack
 from sa1bpack.packing.requested_options import RequestedOptions

@@ -18,7 +18,7 @@ from small_tars import SMALL
 
 import sa1bpack
 from sa1bpack.errors import Sa1bpackError
-from sa1bpack.format import files
+from sa1bpack.format import file_locks
 
 # Calls that go on without locks, and that do not: what the errno decides is the same for all.
 FEW = ("pack", "pack a part", "cache")
@@ -97,7 +97,7 @@ def main(mount: Path, elsewhere: Path, first: Path, second: Path, codes: list[st
         for name, call in calls(mount, elsewhere, first, second).items():
             if code != codes[0] and name not in FEW:
                 continue
-            files.told.clear()  # as in a process of its own
+            file_locks.told.clear()  # as in a process of its own
             handler.lines.clear()
             outcome = "done"
             try:

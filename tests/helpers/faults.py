@@ -12,7 +12,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from sa1bpack.format import files
+from sa1bpack.format import replacing
 
 # Calls that a full disk can refuse: "create" is an `open` that makes a file. A broken disk refuses
 # any.
@@ -48,12 +48,13 @@ class Plan:
         layer = _Layer(self)
         for name in CALLS[1:]:
             setattr(os, name, layer.around(name, getattr(os, name)))
-        files.exchange = layer.around("rename", files.exchange)  # a system call that os lacks
+        # A system call that os lacks.
+        replacing.exchange = layer.around("rename", replacing.exchange)
 
 
 def cannot_exchange() -> None:
     """From now on, as on a file system that cannot exchange two names (NFS)."""
-    files.exchange = lambda one, other: False
+    replacing.exchange = lambda one, other: False
 
 
 class _Layer:

@@ -21,7 +21,7 @@ from faults import path_of
 from forked import fork
 
 from sa1bpack.errors import Sa1bpackError
-from sa1bpack.format import files
+from sa1bpack.format import replacing
 
 # Calls by what they do. Those on descriptors are known by the file.
 CALLS = {
@@ -91,7 +91,7 @@ class _Calls:
             for name in names:
                 setattr(os, name, self.around(kind, name, getattr(os, name)))
         io.open = self.around("open", "io.open", io.open)
-        files.exchange = self.around("rename", "exchange", files.exchange)
+        replacing.exchange = self.around("rename", "exchange", replacing.exchange)
 
     def around(self, kind: str, name: str, call: Callable) -> Callable:
         """A call of this kind that may fail."""

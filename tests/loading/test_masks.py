@@ -10,7 +10,7 @@ from reading_packs import overwrite_scores
 import sa1bpack
 from sa1bpack import Collate, Loader, LoaderError, OptionError, ReadError, make_dataloader
 from sa1bpack import open as open_pack
-from sa1bpack.format import files
+from sa1bpack.format import replacing
 from sa1bpack.transforms import Pipeline, RandomHorizontalFlip
 
 MASKS = {"masks", "bboxes", "areas", "predicted_ious", "stability_scores", "point_coords"}
@@ -169,7 +169,7 @@ def test_a_count_that_differs_from_the_plan_is_an_error_of_the_sample(root, monk
     def repaired(_):
         """Called by several threads, while others read."""
         for path, data in sound.items():
-            files.replace_file(path, data)
+            replacing.replace_file(path, data)
 
     before_copies(monkeypatch, repaired)
     ds = open_pack(root, verify_checksums=True, min_area=1)

@@ -14,7 +14,7 @@ from edited_packs import flip
 from small_tars import contents, members, pack_small, write_tar
 
 import sa1bpack
-from sa1bpack.format import files
+from sa1bpack.format import replacing
 
 
 @pytest.fixture(params=["overlay", "simulated"])
@@ -46,7 +46,7 @@ def layered(request, tmp_path, monkeypatch):
             return rename(path, target)
 
         monkeypatch.setattr(Path, "rename", refusing)
-        monkeypatch.setattr(files, "exchange", lambda path, other: False)
+        monkeypatch.setattr(replacing, "exchange", lambda path, other: False)
         return lower
 
     yield mount if request.param == "overlay" else simulate

@@ -15,7 +15,8 @@ from forked import Forked
 from small_tars import contents, members, pack_small, write_tar
 
 import sa1bpack
-from sa1bpack.format.files import remove_all_leftovers, temporary_beside
+from sa1bpack.format.removal import remove_all_leftovers
+from sa1bpack.format.working_names import temporary_beside
 
 NUMBERS = ("rename", "replace", "fsync", "unlink", "mkdir", "link")
 
@@ -111,7 +112,7 @@ def test_a_command_that_was_killed_anywhere_and_is_repeated_leaves_no_working_na
 def test_working_names_of_a_process_that_lives_stay(tar_and_pack, tmp_path):
     """That of this one, of another, and of an unknown machine; not that of one that has ended."""
     program = (
-        "import sys, pathlib; from sa1bpack.format.files import temporary_beside\n"
+        "import sys, pathlib; from sa1bpack.format.working_names import temporary_beside\n"
         "path = temporary_beside(pathlib.Path(sys.argv[1])); path.touch()\n"
         "print(path, flush=True)\n"
         "sys.stdin.read()"

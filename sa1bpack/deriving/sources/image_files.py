@@ -27,7 +27,7 @@ from sa1bpack.deriving.sources.blocks import (
     listed_names,
 )
 from sa1bpack.errors import OptionError, SourceError
-from sa1bpack.format import files
+from sa1bpack.format import working_names
 from sa1bpack.format.side.spec import MAX_SIDE_ROW_BYTES
 from sa1bpack.paths import naming
 from sa1bpack.threads import ThreadPool
@@ -328,7 +328,7 @@ def files_of_folder(
     with naming(folder):
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     for entry in entries:
-        if files.is_passed_over(entry.name):
+        if working_names.is_passed_over(entry.name):
             continue
         if entry.is_dir(follow_symlinks=False):
             yield from files_of_folder(Path(entry.path), is_row_file, other_files)

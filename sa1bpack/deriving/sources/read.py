@@ -21,7 +21,7 @@ from sa1bpack.deriving.sources.row_type import RowType
 from sa1bpack.deriving.sources.spool import RowSpool
 from sa1bpack.deriving.target import DeriveResult
 from sa1bpack.errors import OptionError
-from sa1bpack.format import files
+from sa1bpack.format import files, removal
 from sa1bpack.paths import exists
 from sa1bpack.progress import ProgressOption, reporting
 from sa1bpack.wording import brief
@@ -130,7 +130,7 @@ def spooled(
             yield SpooledRows(spool, row_type, left_out)
     finally:
         if made_folder:
-            files.remove_if_empty(folder)
+            removal.remove_if_empty(folder)
 
 
 def _read(

@@ -8,7 +8,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from sa1bpack.format import files
+from sa1bpack.format import files, working_names
 from sa1bpack.paths import naming
 
 # Rows that are joined before they are written.
@@ -115,7 +115,7 @@ class _SpoolFile:
         self._folder = output.absolute().parent
         self._nbytes = 0
         # As names of what is unfinished: where files cannot be made without one, it lasts a moment.
-        prefix = f"{files.TEMPORARY_PREFIX}{output.name}-spool-"
+        prefix = f"{working_names.TEMPORARY_PREFIX}{output.name}-spool-"
         with naming(self._folder):
             self._file: IO[bytes] = tempfile.TemporaryFile(  # noqa: SIM115 - until close()
                 dir=self._folder, prefix=prefix

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sa1bpack.errors import FormatError, OptionError
-from sa1bpack.format import files
+from sa1bpack.format import files, removal, replacing
 from sa1bpack.format.side.manifest import SideManifest, create_side, top_of_side
 from sa1bpack.format.side.shards import SIDES_NAME
 from sa1bpack.format.side.spec import TEXT, SideSpec, side_name
@@ -174,7 +174,7 @@ def make_kept_features(root: Path, keys: Iterable[KeptKey]) -> None:
     for key in keys:
         folder = key.folder(root)
         create_side(folder, key.manifest)
-        files.remove_all_leftovers(folder)
+        removal.remove_all_leftovers(folder)
 
 
 def restore_kept_features(root: Path, keys: Iterable[KeptKey]) -> None:
@@ -186,15 +186,15 @@ def restore_kept_features(root: Path, keys: Iterable[KeptKey]) -> None:
         folder = key.folder(root)
         files.make_folder(folder)
         for name, data in top_of_side(key.manifest).items():
-            files.make_way_for_file(folder / name)
-            files.replace_file(folder / name, data)
+            removal.make_way_for_file(folder / name)
+            replacing.replace_file(folder / name, data)
 
 
 def remove_kept_rows(root: Path, keys: Iterable[KeptKey], shard: str) -> None:
     """Remove the rows of kept keys for a shard that is removed. Raises OSError."""
     for key in keys:
         for folder in feature_shards_of(root, key, shard):
-            files.remove_published(folder)
+            removal.remove_published(folder)
 
 
 def feature_shards_of(root: Path, key: KeptKey, shard: str) -> list[Path]:

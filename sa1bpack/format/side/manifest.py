@@ -11,7 +11,15 @@ import msgspec
 import xxhash
 
 from sa1bpack.errors import FormatError, NotAPack, OutputRefused
-from sa1bpack.format import arrays, files
+from sa1bpack.format import (
+    arrays,
+    file_checksums,
+    file_locks,
+    files,
+    removal,
+    replacing,
+    working_names,
+)
 from sa1bpack.format.manifest import MANIFEST_NAME, SIDE_FORMAT_NAME
 from sa1bpack.format.side.spec import FIXED_VERSION, SIDE_FORMAT_VERSION, SideSpec
 from sa1bpack.paths import exists, is_folder
@@ -21,7 +29,7 @@ MADE_WITH = ("function", "seed", "options", "pipeline", "mask_choice", "samples"
 # The key of the provenance that has the digest of the function's file, if there is one. Rows of two
 # files may be equal, so it forbids nothing.
 CODE = "code"
-TOP_FILES = {MANIFEST_NAME, arrays.METADATA_NAME, files.CHECKSUMS_NAME}
+TOP_FILES = {MANIFEST_NAME, arrays.METADATA_NAME, file_checksums.CHECKSUMS_NAME}
 AGAIN = "repeat the `sa1bpack derive` or the `sa1bpack.attach` that made the array"
 REMAKE = f"remove that folder, and {AGAIN}"
 
@@ -93,7 +101,7 @@ def top_of_side(manifest: SideManifest) -> dict[str, bytes]:
         arrays.METADATA_NAME: arrays.canonical_json(side_root_metadata(manifest.spec)),
     }
     digests = {name: xxhash.xxh3_128_hexdigest(data) for name, data in top.items()}
-    top[files.CHECKSUMS_NAME] = files.format_checksums(digests)
+    top[file_checksums.CHECKSUMS_NAME] = file_checksums.format_checksums(digests)
     return top
 
 
@@ -115,20 +123,20 @@ def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideMan
         FormatError, OSError: as for `read_side_manifest`.
     """
     files.make_folder(folder.parent)
-    files.remove_leftovers(folder.with_name(mark + folder.name))
+    removal.remove_leftovers(folder.with_name(mark + folder.name))
     if is_folder(folder):
-        files.remove_idle_locks(folder)
+        removal.remove_idle_locks(folder)
     if not exists(folder):
-        staging = files.temporary_beside(folder.with_name(mark + folder.name))
+        staging = working_names.temporary_beside(folder.with_name(mark + folder.name))
         try:
             staging.mkdir()
             for name, data in top_of_side(manifest).items():
                 files.write_durably(staging / name, data)
             files.flush_folder(staging)
-            if files.claim_name(staging, folder):
+            if replacing.claim_name(staging, folder):
                 return manifest
         finally:
-            files.discard_entry(staging)
+            removal.discard_entry(staging)
     if not is_side(folder):
         raise OutputRefused(f"{folder}: it exists and is not a feature; choose another folder")
     stored = read_side_manifest(folder)
@@ -161,7 +169,9 @@ def is_unused(folder: Path, *, or_unfinished: bool = False) -> bool:
         or_unfinished: what processes have left of unfinished feature shards counts for nothing.
     """
     names = {path.name for path in Path(folder).iterdir()}
-    used = {name for name in names if name not in TOP_FILES and not files.is_kept_in_use(name)}
+    used = {
+        name for name in names if name not in TOP_FILES and not working_names.is_kept_in_use(name)
+    }
     if or_unfinished:
         used = {name for name in used if not _is_unfinished(name, names)}
     return not used
@@ -169,9 +179,11 @@ def is_unused(folder: Path, *, or_unfinished: bool = False) -> bool:
 
 def _is_unfinished(name: str, names: Container[str]) -> bool:
     """True for the working name of a feature shard that no process has locked; of those `names`."""
-    if not name.startswith(files.TEMPORARY_PREFIX) or name.endswith(files.LOCK_SUFFIX):
+    if not name.startswith(working_names.TEMPORARY_PREFIX) or name.endswith(
+        working_names.LOCK_SUFFIX
+    ):
         return False
-    return not files.is_owned(name) and name + files.LOCK_SUFFIX not in names
+    return not working_names.is_owned(name) and name + working_names.LOCK_SUFFIX not in names
 
 
 def remove_unused(folder: Path, *, or_unfinished: bool = False) -> None:
@@ -180,10 +192,10 @@ def remove_unused(folder: Path, *, or_unfinished: bool = False) -> None:
     It is renamed before it is looked into, and a `FeatureShardWriter` reads the manifest after it
     has made its lock file there: one of the two notices the other.
     """
-    aside = files.temporary_beside(folder)
+    aside = working_names.temporary_beside(folder)
     folder.rename(aside)
     if is_unused(aside, or_unfinished=or_unfinished):
-        files.remove_entry(aside)
+        removal.remove_entry(aside)
     else:
         aside.rename(folder)
 
@@ -216,10 +228,12 @@ def remove_begun_by_another_file(folder: Path, code: str) -> None:
     """
     if not _is_left_by_another_file(folder, code):
         return
-    lock_path = folder.with_name(f"{files.TEMPORARY_PREFIX}{folder.name}{files.LOCK_SUFFIX}")
-    with suppress(files.NoFileLocks):
-        files.try_locks(folder.parent)
-        lock = files.locked(lock_path)
+    lock_path = folder.with_name(
+        f"{working_names.TEMPORARY_PREFIX}{folder.name}{working_names.LOCK_SUFFIX}"
+    )
+    with suppress(file_locks.NoFileLocks):
+        file_locks.try_locks(folder.parent)
+        lock = file_locks.locked(lock_path)
         try:
             if _is_left_by_another_file(folder, code):
                 remove_unused(folder, or_unfinished=True)
@@ -233,6 +247,6 @@ def _is_left_by_another_file(folder: Path, code: str) -> bool:
     if not is_of_another_file(folder, code):
         return False
     with suppress(FileNotFoundError):  # another process has just removed it
-        files.remove_idle_locks(folder)
+        removal.remove_idle_locks(folder)
         return is_unused(folder, or_unfinished=True)
     return False

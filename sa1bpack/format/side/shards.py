@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sa1bpack.format import files
+from sa1bpack.format import working_names
 from sa1bpack.format.index import shard_digests
 from sa1bpack.format.layout import AxisLengths
 from sa1bpack.format.manifest import Manifest
@@ -85,7 +85,7 @@ def side_folders(root: Path) -> list[Path]:
     folder = root / SIDES_NAME
     if not is_folder(folder):
         return []
-    return sorted(path for path in folder.iterdir() if not files.is_passed_over(path.name))
+    return sorted(path for path in folder.iterdir() if not working_names.is_passed_over(path.name))
 
 
 def feature_shard_names(folder: Path) -> list[str]:
@@ -98,7 +98,7 @@ def strays_of(folder: Path) -> list[Path]:
     strays = []
     for path in sorted(Path(folder).iterdir()):
         meant = path.name in TOP_FILES or _is_feature_shard(path)
-        if not (meant or files.is_passed_over(path.name)):
+        if not (meant or working_names.is_passed_over(path.name)):
             strays.append(path)
     return strays
 

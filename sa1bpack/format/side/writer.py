@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from sa1bpack.errors import FormatError, OptionError, OutputLocked, OutputRefused
-from sa1bpack.format import files
+from sa1bpack.format import file_locks, files, removal, replacing, working_names
 from sa1bpack.format.layout import ArraySpec
 from sa1bpack.format.shard_reader import read_rows
 from sa1bpack.format.shard_writer import AppendFile, complete_group
@@ -76,22 +76,22 @@ class FeatureShardWriter:
         self.items = 0
         rows = 0
         self._final = Path(folder) / shard.feature_shard
-        self._folder = self._final.with_name(files.TEMPORARY_PREFIX + shard.feature_shard)
-        self._lock_path = self._folder.with_name(self._folder.name + files.LOCK_SUFFIX)
+        self._folder = self._final.with_name(working_names.TEMPORARY_PREFIX + shard.feature_shard)
+        self._lock_path = self._folder.with_name(self._folder.name + working_names.LOCK_SUFFIX)
         self._files: dict[ArraySpec, AppendFile] = {}
         self._lock: int | None = None
         self._is_left = False
         if shared:
-            self._folder = files.temporary_beside(self._final)
+            self._folder = working_names.temporary_beside(self._final)
             origin = None
         else:
             try:
-                files.try_locks(self._final.parent)
+                file_locks.try_locks(self._final.parent)
                 self._lock = _locked(self._lock_path, self._final)
-            except files.NoFileLocks as error:
-                files.go_on_unlocked(error, _WITHOUT_LOCKS)
+            except file_locks.NoFileLocks as error:
+                file_locks.go_on_unlocked(error, _WITHOUT_LOCKS)
                 # Nobody knows who uses the folder that others would continue.
-                self._folder = files.temporary_beside(self._final)
+                self._folder = working_names.temporary_beside(self._final)
                 origin = None
         self._origin = origin
         try:
@@ -121,7 +121,7 @@ class FeatureShardWriter:
 
     def _make_folder(self) -> None:
         """Make the working folder again, empty."""
-        files.discard_entry(self._folder)
+        removal.discard_entry(self._folder)
         for array in self.spec.arrays(self.shard.lengths):
             (self._folder / array.name).mkdir(parents=True)
         if self._origin is not None:
@@ -209,7 +209,7 @@ class FeatureShardWriter:
         if self._origin is not None:
             (self._folder / _ORIGIN_NAME).unlink()
             files.flush_folder(self._folder)
-        if not files.claim_name(self._folder, self._final):
+        if not replacing.claim_name(self._folder, self._final):
             self.discard()
             return False
         self.leave()
@@ -228,11 +228,11 @@ class FeatureShardWriter:
             return
         self._is_left = True
         if self._lock is None:  # nobody can know that it is left
-            files.discard_entry(self._folder)
+            removal.discard_entry(self._folder)
             return
         if not self.samples:
-            files.discard_entry(self._folder)
-        files.discard_entry(self._lock_path)
+            removal.discard_entry(self._folder)
+        removal.discard_entry(self._lock_path)
         os.close(self._lock)
 
     def __enter__(self) -> "FeatureShardWriter":
@@ -257,7 +257,7 @@ def _locked(path: Path, final: Path) -> int:
     while True:
         try:
             with naming(path):
-                lock = files.locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock = file_locks.locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise OutputLocked(
                 f"{final}: another process makes this feature shard; wait for it, or give each "
