@@ -147,7 +147,8 @@ class ReaderCrew:
         while True:
             with self.changes.lock:
                 self.changes.take_back_buffers()
-                self._forget_done()
+                # Those of which nothing is left to do are forgotten.
+                self._epochs = [epoch for epoch in self._epochs if not epoch.queue.is_done]
                 epoch = self._neediest()
                 if epoch is not None:
                     return self._task_of(epoch)
@@ -163,13 +164,6 @@ class ReaderCrew:
         if self.is_shared:
             self._busy[epoch] += 1
         return epoch, *task
-
-    def _forget_done(self) -> None:
-        """Forget the epochs of which nothing is left to do."""
-        for epoch in self._epochs:
-            if epoch.queue.is_done:
-                self._epochs = [other for other in self._epochs if not other.queue.is_done]
-                return
 
     def _is_over(self) -> bool:
         """True if there will be no task for any thread."""

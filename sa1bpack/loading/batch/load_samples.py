@@ -20,7 +20,12 @@ from sa1bpack.disk.aio import CUT_SHORT, EINTR, REQUEST, errno, read_all
 from sa1bpack.disk.page_cache import major_faults
 from sa1bpack.kernels import external, memcpy, memset, njit, types
 from sa1bpack.loading.batch.list_pieces import list_pieces, listed_span, region_of
-from sa1bpack.loading.batch.piece_readers import DirectReads, plan_reads, read_ahead_numbers
+from sa1bpack.loading.batch.piece_readers import (
+    ANSWERS,
+    DirectReads,
+    plan_reads,
+    read_ahead_numbers,
+)
 from sa1bpack.loading.batch.put import (
     address_of,
     clear,
@@ -30,6 +35,7 @@ from sa1bpack.loading.batch.put import (
     unpack_rows,
 )
 from sa1bpack.loading.batch.tables import (
+    ANSWER,
     AS_IT_IS,
     IMAGE_SPAN,
     IN_MEMORY,
@@ -73,7 +79,11 @@ def load_samples(
             read_ahead_numbers(tables, dest, k)
     pieces = list_pieces(tables, dest, first, stop)
     reads = DirectReads(np.empty(len(pieces), REQUEST), np.empty(len(pieces), np.int64))
-    request_count, scratch_bytes = plan_reads(state, tables, sources, dest, pieces, reads)
+    answers = np.empty(ANSWERS, ANSWER)
+    words = np.empty(3, np.uint64)
+    request_count, scratch_bytes = plan_reads(
+        state, tables, sources, dest, pieces, reads, answers, words
+    )
     if scratch_bytes > len(state.scratch):
         return scratch_bytes
     usage = np.zeros(18, np.uint64)

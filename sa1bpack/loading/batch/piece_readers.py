@@ -33,7 +33,6 @@ from sa1bpack.disk.page_cache import (
 from sa1bpack.kernels import njit
 from sa1bpack.loading.batch.put import address_of
 from sa1bpack.loading.batch.tables import (
-    ANSWER,
     AS_IT_IS,
     BAD_SPANS,
     IN_MEMORY,
@@ -53,7 +52,7 @@ _GAP = 1 << 16
 _SHORT = 1 << 16
 _FIRST_ASKED = 4
 _ASKED_OF = 8
-_ANSWERS = 64  # files that are remembered in a call; of two with the same place, the later one
+ANSWERS = 64  # files that are remembered in a call; of two with the same place, the later one
 _NEVER = -(1 << 62)  # rows of a file of which one was not in memory
 
 
@@ -69,34 +68,8 @@ class DirectReads(NamedTuple):
     pieces: np.ndarray
 
 
-@njit
-def plan_reads(
-    state: ReadState,
-    tables: SampleTables,
-    sources: Sources,
-    dest: Destination,
-    pieces: np.ndarray,
-    reads: DirectReads,
-) -> tuple[int, int]:
-    """Decide from where each piece is read; request, or read ahead, what is not in memory.
-
-    Args:
-        pieces: PIECE (q,), out: file and source. What is read to its place past the page cache has
-            no bytes left to copy.
-        reads: out: reads past the page cache.
-
-    Returns:
-        Number of reads past the page cache, and bytes of scratch memory that are needed.
-    """
-    answers = np.zeros(_ANSWERS, ANSWER)
-    for n in range(_ANSWERS):
-        answers[n].descriptor = NO_FILE
-    words = np.zeros(3, np.uint64)
-    return _plan(state, tables, sources, dest, pieces, reads, answers, words)
-
-
 @njit(borrows=True)
-def _plan(
+def plan_reads(
     state: ReadState,
     tables: SampleTables,
     sources: Sources,
@@ -106,12 +79,25 @@ def _plan(
     answers: np.ndarray,
     words: np.ndarray,
 ) -> tuple[int, int]:
-    """`plan_reads`, with memory for ANSWER of files, and for one of the system's answers."""
+    """Decide from where each piece is read; request, or read ahead, what is not in memory.
+
+    Args:
+        pieces: PIECE (q,), out: file and source. What is read to its place past the page cache has
+            no bytes left to copy.
+        reads: out: reads past the page cache.
+        answers: ANSWER (n,), memory for what is known of files.
+        words: uint64 (3,), memory for an answer of the system.
+
+    Returns:
+        Number of reads past the page cache, and bytes of scratch memory that are needed.
+    """
     counts = state.counts[0]
     counts.cached = 0
     counts.past = 0
     counts.through = 0
     counts.assumed = 0
+    for n in range(len(answers)):
+        answers[n].descriptor = NO_FILE
     scratch = address_of(state.scratch)
     free = scratch
     requests = 0
@@ -180,7 +166,7 @@ def _cached(
         return False
     if length > _SHORT or state.asks_all:
         return _asked(file, end, words)
-    answer = answers[file.descriptor % _ANSWERS]
+    answer = answers[file.descriptor % len(answers)]
     if answer.descriptor != file.descriptor:
         answer.descriptor = file.descriptor
         answer.bytes = file_bytes(file.descriptor)
